@@ -1,0 +1,27 @@
+"""The paper's figures and the book's own: data in, `matplotlib.figure.Figure` out; no training inside.
+
+Each function lives in a private module of its own and loads when it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "figure_2": "_figure_2",
+    "style": "_style",
+}
+"""Public name: the private module that holds it. Add a line for each new figure."""
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
