@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,8 @@ import nbformat
 import yaml
 from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn
+from jupyter_cache.executors.utils import single_nb_execution
 from myst_nb.core.read import read_myst_markdown_notebook
-from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,18 +113,12 @@ def executed(chapter: Chapter) -> tuple[NotebookNode, float, bool]:
     except KeyError:
         pass
     notebook = nbformat.from_dict(source)
-    start = time.perf_counter()
-    try:
-        client = NotebookClient(
-            notebook, timeout=CELL_TIMEOUT, kernel_name="python3", resources={"metadata": {"path": str(BOOK)}}
-        )
-        client.execute(env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"})
-    except Exception as error:
-        raise ChapterFailed(f"{chapter.source.relative_to(ROOT)} failed:\n{error}") from error
-    seconds = time.perf_counter() - start
-    bundle = CacheBundleIn(notebook, str(chapter.source), data={"execution_seconds": seconds})
+    result = single_nb_execution(notebook, cwd=str(BOOK), timeout=CELL_TIMEOUT, allow_errors=False)
+    if result.err is not None:
+        raise ChapterFailed(f"{chapter.source.relative_to(ROOT)} failed:\n{result.err}")
+    bundle = CacheBundleIn(notebook, str(chapter.source), data={"execution_seconds": result.time})
     cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
-    return cache.merge_match_into_notebook(source)[1], seconds, False
+    return cache.merge_match_into_notebook(source)[1], result.time, False
 
 
 def claims_of(notebook: NotebookNode) -> list[dict[str, Any]]:

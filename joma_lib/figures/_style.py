@@ -5,6 +5,7 @@ The palette is that of Okabe and Ito, ordered so that neighbours differ in light
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -49,6 +50,15 @@ _RC = {
 }
 
 
+class _Figure(Figure):
+    """A figure that a notebook shows as PNG by itself: no pyplot, no global state."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=110, facecolor="white", metadata={"Software": None})
+        return buffer.getvalue()
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """Use the book's style inside a `with`; Matplotlib's settings are as before after it.
@@ -82,7 +92,7 @@ def new_figure(
     >>> axes.shape
     (1, 2)
     """
-    figure = Figure(figsize=size or (3.4 * columns, 2.7 * rows), layout="constrained")
+    figure = _Figure(figsize=size or (3.4 * columns, 2.7 * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, sharex=sharex, sharey=sharey)
 
 
