@@ -7,6 +7,7 @@ records from the executed chapters into `joma_lib/data/ledger.json`, which `ledg
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from html import escape
 from importlib import resources
@@ -20,6 +21,11 @@ caveat: true with a restriction that the paper does not state; not supported: th
 
 MIME = "application/vnd.joma.claim+json"
 _MARKS = {"proved": "■", "holds": "●", "reproduced": "◆", "caveat": "▲", "not supported": "✕"}
+
+
+def _typeset(text: str) -> str:
+    r"""Turn `$...$` into `\(...\)`, which notebooks and the book typeset inside HTML."""
+    return re.sub(r"\$([^$]+)\$", r"\\(\1\\)", text)
 
 
 @dataclass(frozen=True)
@@ -67,9 +73,10 @@ class Claim:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         kind = self.verdict.replace(" ", "-")
+        words = _typeset(escape(self.statement))
         html = (
-            f'<div class="joma-claim joma-{kind}" id="claim-{escape(self.id)}">'
-            f'<span class="joma-verdict">{self.mark} {escape(self.verdict)}</span> {escape(self.statement)} '
+            f'<div class="joma-claim joma-{kind} tex2jax_process mathjax_process" id="claim-{escape(self.id)}">'
+            f'<span class="joma-verdict">{self.mark} {escape(self.verdict)}</span> {words} '
             f'<span class="joma-evidence">{escape(self.evidence)}: {escape(str(self.value))}</span></div>'
         )
         return {"text/plain": repr(self), "text/html": html, MIME: asdict(self)}
