@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def provenance(
     """
     if isinstance(data, (tuple, list)):
         data = fingerprint(*data)
-    commit, dirty = _git()
+    commit, dirty = _git(Path(__file__).resolve().parents[1])
     return {
         "schema_version": SCHEMA_VERSION,
         "config": _as_json(config),
@@ -292,9 +293,9 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _git() -> tuple[str, bool]:
+@lru_cache
+def _git(root: Path) -> tuple[str, bool]:
     """Return (commit, has the package changed since?) of a checkout; ("unknown", False) anywhere else."""
-    root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return "unknown", False
 

@@ -10,6 +10,7 @@ from typing import Any
 
 _HOMES = {
     "figure_2": "_figure_2",
+    "idea": "_idea",
     "style": "_style",
 }
 """Public name: the private module that holds it. Add a line for each new figure."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
@@ -21,7 +23,7 @@ COLORS = ("#000000", "#D55E00", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
-_RC = {
+_RC: dict[Any, Any] = {
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
     "figure.dpi": 110,
@@ -70,7 +72,7 @@ def style() -> Iterator[None]:
     >>> mpl.rcParams["axes.grid"] == before
     True
     """
-    cycle = mpl.cycler(color=COLORS) + mpl.cycler(linestyle=LINES)
+    cycle = cycler(color=COLORS) + cycler(linestyle=LINES)
     with mpl.rc_context({**_RC, "axes.prop_cycle": cycle}):
         yield
 
