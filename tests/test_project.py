@@ -94,10 +94,8 @@ def test_lock_holds_what_the_package_asks_for():
     locked = {
         re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lock.splitlines() if "==" in line
     }
-    wanted = [
-        *PROJECT["project"]["dependencies"],
-        *sum(PROJECT["project"]["optional-dependencies"].values(), []),
-    ]
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    wanted = PROJECT["project"]["dependencies"] + [entry for extra in extras for entry in extra]
     names = {re.sub(r"[-_.]+", "-", re.split(r"[\[<>=;~! ]", entry)[0]).lower() for entry in wanted}
     assert names - {"joma-lib"} <= locked
 

@@ -21,6 +21,8 @@ import summary
 import yaml
 from nbformat import NotebookNode
 
+from joma_lib import figures
+
 
 def execute(names: list[str], jobs: int = 1) -> dict[str, NotebookNode]:
     """Execute the named chapters (all when none is named); exit with the tracebacks of those that fail."""
@@ -53,6 +55,7 @@ def notebooks(jobs: int) -> None:
     results = execute([], jobs)
     chapters.LEDGER.write_text(chapters.ledger_text(list(results.values())), encoding="utf-8")
     summary.write()
+    figures.idea().savefig(chapters.BOOK / "_static" / "idea.png", dpi=150, metadata={"Software": None})
     for name, notebook in results.items():
         export.write(chapters.Chapter(name), notebook)
     print(f"wrote {len(results)} notebooks")

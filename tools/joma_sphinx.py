@@ -44,6 +44,14 @@ def _summary(doctree: nodes.document) -> str:
     return ""
 
 
+def drop_thebe(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Leave out the scripts of the live-kernel extension, which Jupyter Book always loads and this book does not use."""
+    scripts = context.get("script_files", [])
+    context["script_files"] = [file for file in scripts if "thebe" not in repr(vars(file)).lower()]
+
+
 def describe(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
 ) -> None:
@@ -51,7 +59,8 @@ def describe(
     if doctree is None:
         return
     line = f'<p class="joma-facts">{escape(_facts(app, page, doctree))}</p>'
-    context["body"] = context["body"].replace("</h1>", f"</h1>\n{line}", 1)
+    body = context["body"].replace('role="doc-biblioentry"', 'role="listitem"')  # the former role is deprecated
+    context["body"] = body.replace("</h1>", f"</h1>\n{line}", 1)
     title, summary = escape(context.get("title", "")), escape(_summary(doctree), quote=True)
     context["metatags"] = context.get("metatags", "") + (
         f'\n<meta name="description" content="{summary}">'
@@ -87,4 +96,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("ledger", Ledger)
     app.add_directive("ledger-head", LedgerHead)
     app.connect("html-page-context", describe)
+    app.connect("html-page-context", drop_thebe, priority=900)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
