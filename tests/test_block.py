@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.special import erfinv
 
 torch = pytest.importorskip("torch")
 
@@ -118,7 +119,7 @@ def test_gradients_equal_autograd(options):
     expected = dict(zip(state, torch.autograd.grad(loss, list(state.values())), strict=True))
     with torch.no_grad():
         found = gradients(config, data, **state, **fixed, want_loss=True)
-    assert float(found.loss.sum()) == pytest.approx(float(loss), rel=1e-12)
+    assert float(found.loss.sum()) == pytest.approx(float(loss.detach()), rel=1e-12)
     for name, gradient in expected.items():
         got = getattr(found, name)
         assert float((got - gradient).abs().max()) < 1e-12 * max(1.0, float(gradient.abs().max())), name
@@ -155,7 +156,6 @@ def test_training_equals_a_plain_autograd_loop(attention, embedding):
         **TINY, attention=attention, activation="tanh", embedding=embedding, outputs=3, init_scale=0.3
     )
     run = train_block(config, seeds=[4], record=10, device="cpu")
-    data = Data(*(torch.zeros(1) for _ in range(4)))
     x = torch.from_numpy(run.x.values)
     code = torch.ones(*x.shape[:2], 1, dtype=x.dtype)
     data = Data(x, code, torch.eye(3, dtype=x.dtype)[run.targets.values], torch.log(x))
@@ -169,8 +169,7 @@ def test_training_equals_a_plain_autograd_loop(attention, embedding):
         matrix = None
     else:  # the same draws, in the order in which the library makes them
         generator = torch.Generator().manual_seed(4)
-        smooth = torch.rand(1, 3, 3, generator=generator, dtype=torch.float64)
-        assert smooth.shape[-1] == 3
+        torch.rand(1, 3, 3, generator=generator, dtype=torch.float64)
         torch.randn(1, 5, generator=generator, dtype=torch.float64)
         w = 0.3 * torch.randn(8, 4, generator=generator, dtype=torch.float64).T[None]
         torch.randn(3, 4, generator=generator, dtype=torch.float64)
@@ -215,10 +214,10 @@ def test_the_drift_falls_with_the_step_size_to_the_first_power():
     drifts = []
     for halvings in range(4):
         config = BlockConfig(
-            **{**TINY, "steps": 100 * 2**halvings},
+            **{**TINY, "steps": 200 * 2**halvings},
             attention="exp",
             activation="tanh",
-            learning_rate=0.4 / 2**halvings,
+            learning_rate=0.05 / 2**halvings,
             init_scale=0.3,
         )
         run = train_block(config, seeds=[1], record=[0], device="cpu")
@@ -305,13 +304,7 @@ def test_more_is_drawn_for_more_queries_and_the_classes_move_smoothly():
     ratio = x[:20, :10] / x[:20, :10].sum(1, keepdims=True)
     assert np.all(np.diff(ratio.argmax(1)) >= 0)
     assert x[0, 1] / x[0, 0] == pytest.approx(math.exp(-1 / 30))
-    common = (
-        x[:, 10:]
-        * (
-            np.exp(-((np.arange(10) - 0.5 * np.arange(20)[:, None]) ** 2) / 30).sum(1) / x[:20, :10].sum(1)
-        ).tolist()[0]
-    )
-    assert common.min() >= 0 and not np.allclose(x[0, 10:], x[20, 10:])
+    assert x.min() >= 0 and not np.allclose(x[0, 10:], x[20, 10:])
 
 
 BAD_CONFIGS = [
@@ -402,13 +395,11 @@ def test_a_constant_signal_moves_v_at_a_constant_rate():
         temperature=1.0,
         loss="linear",
         init_scale=0.0,
-        learning_rate=1e-4,
+        learning_rate=5e-4,
         steps=2000,
     )
-    x, g = np.array([[0.7, 0.3], [0.4, 0.6]]), np.array([[1.0], [-0.5]])
+    x, g = np.array([[0.7, 0.3], [0.2, 0.8]]), np.array([[2.0], [-1.0]])
     run = train_block(config, x=x, targets=g, record=[2000], device="cpu")
-    from scipy.special import erfinv
-
     delta, time = (g * x).mean(0), 2000 * config.learning_rate
     exact = math.sqrt(2) * erfinv(math.sqrt(2 / math.pi) * delta * time)
     assert np.abs(run.v.isel(seed=0, step=-1, node=0).values / exact - 1).max() < 1e-3
