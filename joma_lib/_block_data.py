@@ -1,18 +1,30 @@
-"""What a block is trained on: the data of Figure 2, and checks of the reader's own (used by `joma_lib.block`)."""
+"""What a block is trained on and where: the data of Figure 2, checks of the reader's own (used by `joma_lib.block`)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from joma_lib._block_step import Data
 from joma_lib._lazy import require
 
 torch = require("torch", extra="torch")
 
-__all__ = ["Samples", "draw_smooth_classes", "given_samples", "number", "whole"]
+__all__ = [
+    "Samples",
+    "as_data",
+    "draw_embedding",
+    "draw_smooth_classes",
+    "find_device",
+    "given_samples",
+    "number",
+    "recorded_steps",
+    "whole",
+]
 
 
 @dataclass(frozen=True)
@@ -139,3 +151,48 @@ def _worst(array: np.ndarray) -> float:
 
 def _array(value: Any) -> np.ndarray:
     return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+
+
+def draw_embedding(config: Any, generator: Any) -> Any:
+    """Return [d, M + Q]: the embeddings of the tokens and of the queries, as columns."""
+    drawn = torch.randn(
+        config.width, config.tokens + config.queries, generator=generator, dtype=torch.float64
+    ) / math.sqrt(config.width)
+    if config.embedding == "gaussian":
+        return drawn
+    q, r = torch.linalg.qr(drawn)
+    return q * torch.sign(torch.diagonal(r))
+
+
+def as_data(samples: Samples, config: Any, device: Any, dtype: Any) -> Data:
+    code = np.broadcast_to(np.eye(config.queries)[samples.queries], (*samples.x.shape[:2], config.queries))
+
+    def move(array: np.ndarray) -> Any:
+        return torch.tensor(array, dtype=torch.float64).to(device, dtype).contiguous()
+
+    x = move(samples.x)
+    return Data(x=x, code=move(code), targets=move(samples.rows), log_x=torch.log(x))
+
+
+def recorded_steps(record: int | Iterable[int] | None, steps: int) -> list[int]:
+    if record is None:
+        chosen = np.linspace(0, steps, min(steps, 100) + 1).round().astype(int).tolist()
+    elif isinstance(record, Iterable):
+        chosen = [whole("record", step, at_least=0) for step in record]
+    else:
+        chosen = list(range(0, steps, whole("record", record, at_least=1)))
+    if max(chosen, default=0) > steps:
+        raise ValueError(f"record asks for step {max(chosen)}; the run has {steps} steps")
+    return sorted({0, *chosen, steps})
+
+
+def find_device(name: str) -> Any:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device {name!r} is unknown; use auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} is not there; use auto or cpu")
+    return device

@@ -7,7 +7,6 @@ for tensors this small an autograd graph costs far more than the arithmetic. Cha
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,16 @@ import numpy as np
 import xarray as xr
 
 from joma_lib import runs
-from joma_lib._block_data import Samples, draw_smooth_classes, given_samples, number, whole
+from joma_lib._block_data import (
+    as_data,
+    draw_embedding,
+    draw_smooth_classes,
+    find_device,
+    given_samples,
+    number,
+    recorded_steps,
+    whole,
+)
 from joma_lib._block_step import ACTIVATIONS, Adam, Data, Gradients, Sgd, gradients
 from joma_lib._lazy import require
 
@@ -189,8 +197,8 @@ def train_block(
     seeds = [whole("seed", seed, at_least=0) for seed in (seeds if isinstance(seeds, Iterable) else [seeds])]
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds are {seeds}; give at least one, each once")
-    steps = _recorded_steps(record, config.steps)
-    where = _device(device)
+    steps = recorded_steps(record, config.steps)
+    where = find_device(device)
     with torch.no_grad():
         training = _Training(config, seeds, (x, targets, queries), where, track_updates)
         variables = training.run(steps, per_sample)
@@ -233,8 +241,8 @@ class _Training:
         self.w = config.init_scale * normal(coordinates, config.nodes).transpose(1, 2).contiguous()
         self.readout = config.init_scale * normal(config.outputs, config.nodes) if config.outputs else None
         self.skip = normal(config.nodes, coordinates) if config.skip else None
-        self.embedding = stack(lambda generator: _embedding(config, generator)) if mixed else None
-        self.data = _as_data(self.samples, config, device, dtype)
+        self.embedding = stack(lambda generator: draw_embedding(config, generator)) if mixed else None
+        self.data = as_data(self.samples, config, device, dtype)
         samples = self.data.x.shape[1]
         self.batches = None
         if config.batch_size is not None:
@@ -353,48 +361,3 @@ class _Training:
         variables["targets"] = (("seed", "sample", "output")[: samples.targets.ndim], samples.targets)
         variables["queries"] = (("sample",), samples.queries)
         return variables
-
-
-def _embedding(config: BlockConfig, generator: Any) -> Any:
-    """Return [d, M + Q]: the embeddings of the tokens and of the queries, as columns."""
-    drawn = torch.randn(
-        config.width, config.tokens + config.queries, generator=generator, dtype=torch.float64
-    ) / math.sqrt(config.width)
-    if config.embedding == "gaussian":
-        return drawn
-    q, r = torch.linalg.qr(drawn)
-    return q * torch.sign(torch.diagonal(r))
-
-
-def _as_data(samples: Samples, config: BlockConfig, device: Any, dtype: Any) -> Data:
-    code = np.broadcast_to(np.eye(config.queries)[samples.queries], (*samples.x.shape[:2], config.queries))
-
-    def move(array: np.ndarray) -> Any:
-        return torch.tensor(array, dtype=torch.float64).to(device, dtype).contiguous()
-
-    x = move(samples.x)
-    return Data(x=x, code=move(code), targets=move(samples.rows), log_x=torch.log(x))
-
-
-def _recorded_steps(record: int | Iterable[int] | None, steps: int) -> list[int]:
-    if record is None:
-        chosen = np.linspace(0, steps, min(steps, 100) + 1).round().astype(int).tolist()
-    elif isinstance(record, Iterable):
-        chosen = [whole("record", step, at_least=0) for step in record]
-    else:
-        chosen = list(range(0, steps, whole("record", record, at_least=1)))
-    if max(chosen, default=0) > steps:
-        raise ValueError(f"record asks for step {max(chosen)}; the run has {steps} steps")
-    return sorted({0, *chosen, steps})
-
-
-def _device(name: str) -> Any:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device {name!r} is unknown; use auto, cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} is not there; use auto or cpu")
-    return device
