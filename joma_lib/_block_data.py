@@ -170,8 +170,7 @@ def as_data(samples: Samples, config: Any, device: Any, dtype: Any) -> Data:
     def move(array: np.ndarray) -> Any:
         return torch.tensor(array, dtype=torch.float64).to(device, dtype).contiguous()
 
-    x = move(samples.x)
-    return Data(x=x, code=move(code), targets=move(samples.rows), log_x=torch.log(x))
+    return Data(x=move(samples.x), code=move(code), targets=move(samples.rows))
 
 
 def recorded_steps(record: int | Iterable[int] | None, steps: int) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from joma_lib._lazy import require
@@ -61,7 +62,11 @@ class Data:
     x: Tensor
     code: Tensor
     targets: Tensor
-    log_x: Tensor
+
+    @cached_property
+    def log_x(self) -> Tensor | None:
+        """log x where some frequencies are (nearly) zero, so that no row of the softmax can vanish; else None."""
+        return None if float(self.x.min()) > 1e-6 else torch.log(self.x)
 
     def take(self, index: Tensor) -> Data:
         """Return the samples index [S, B] of each seed."""
@@ -69,7 +74,9 @@ class Data:
         def pick(tensor: Tensor) -> Tensor:
             return torch.gather(tensor, 1, index[..., None].expand(-1, -1, tensor.shape[-1]))
 
-        return Data(pick(self.x), pick(self.code), pick(self.targets), pick(self.log_x))
+        batch = Data(pick(self.x), pick(self.code), pick(self.targets))
+        batch.__dict__["log_x"] = None if self.log_x is None else pick(self.log_x)
+        return batch
 
 
 @dataclass
@@ -150,11 +157,22 @@ def _to_attention(
 
 
 def _attention(config: Any, data: Data, scores: Tensor) -> Tensor:
+    if config.attention == "softmax" and data.log_x is not None:
+        return _softmax(data.log_x + scores / config.temperature)
     if config.attention == "softmax":
-        return torch.softmax(data.log_x + scores / config.temperature, -1)
+        shifted = scores / config.temperature
+        weights = data.x * (shifted - shifted.amax(-1, keepdim=True)).exp_()
+        return weights.div_(weights.sum(-1, keepdim=True))
     if config.attention == "exp":
         return data.x * torch.exp(scores / config.temperature) / config.normalizer
     return data.x * scores / config.temperature
+
+
+def _softmax(y: Tensor) -> Tensor:
+    if y.dtype != torch.float64 or y.is_cuda:
+        return torch.softmax(y, -1)
+    weights = (y - y.amax(-1, keepdim=True)).exp_()  # on the CPU several times faster than softmax in float64
+    return weights.div_(weights.sum(-1, keepdim=True))
 
 
 def _attention_backward(config: Any, data: Data, b: Tensor, to_b: Tensor) -> Tensor:
@@ -187,7 +205,7 @@ def _loss(kind: str, y: Tensor, targets: Tensor) -> Tensor:
 
 def _loss_gradient(kind: str, y: Tensor, targets: Tensor) -> Tensor:
     if kind == "cross-entropy":
-        return torch.softmax(y, -1).sub_(targets)
+        return _softmax(y).sub_(targets)
     if kind == "squared":
         return y - targets
     return -targets

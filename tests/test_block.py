@@ -82,7 +82,7 @@ def random_problem(config, seeds=2, samples=6):
         state["readout"] = draw(seeds, outputs, config.nodes)
     fixed = {"skip": draw(seeds, config.nodes, columns) if config.skip else None}
     fixed["embedding"] = draw(seeds, config.width, config.tokens + config.queries) if mixed else None
-    return Data(x, code, targets, torch.log(x)), state, fixed
+    return Data(x, code, targets), state, fixed
 
 
 VARIANTS = [
@@ -158,7 +158,7 @@ def test_training_equals_a_plain_autograd_loop(attention, embedding):
     run = train_block(config, seeds=[4], record=10, device="cpu")
     x = torch.from_numpy(run.x.values)
     code = torch.ones(*x.shape[:2], 1, dtype=x.dtype)
-    data = Data(x, code, torch.eye(3, dtype=x.dtype)[run.targets.values], torch.log(x))
+    data = Data(x, code, torch.eye(3, dtype=x.dtype)[run.targets.values])
     start = run.isel(step=0)
     z = torch.from_numpy(start.z.values)[:, None].clone().requires_grad_(True)
     readout = torch.from_numpy(start.readout.values).clone().requires_grad_(True)
