@@ -33,7 +33,7 @@ class HierarchyConfig:
     labels : "true", or "shuffled": every sample of a batch gets a label drawn afresh, nothing can be learned from it
     steps : updates of Adam (`lr`, `weight_decay` added to the gradient)
     batch : samples a step, whose class counts are drawn; None: their limit, every class with weight 1 / C
-    record : steps at which to measure; None: 0, 1, 2, 5, 10, 20, 50, ... and the last
+    record : steps at which to measure; None: 0, 1, 2, 3, 5, 7, 10, 20, ... and the last
     fresh : sequences of class-like combinations that no class uses, for the held-out measure
     permutations : draws of the null distribution
 
@@ -127,7 +127,7 @@ class HierarchyConfig:
         """Steps at which a run is measured, the last always among them."""
         if self.record is not None:
             return tuple(sorted({*self.record, self.steps}))
-        grid = [0] + [m * 10**power for power in range(8) for m in (1, 2, 5)]
+        grid = [0] + [m * 10**power for power in range(8) for m in (1, 2, 3, 5, 7)]
         return (*(step for step in grid if step < self.steps), self.steps)
 
 
