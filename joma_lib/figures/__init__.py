@@ -9,6 +9,7 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "block_diagram": "_diagram",
     "figure_2": "_figure_2",
     "idea": "_idea",
     "style": "_style",
