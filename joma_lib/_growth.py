@@ -136,15 +136,13 @@ def node_growth(delta: ArrayLike, times: ArrayLike, *, v0: ArrayLike = 0.0) -> A
     along = (unit * start).sum(axis=0)
     across = start - unit * along
     speed = np.sqrt(2 / np.pi) * size * np.exp(0.5 * (across**2).sum(axis=0))
-    room = erfc(along / np.sqrt(2))
+    room, behind = erfc(along / np.sqrt(2)), erfc(-along / np.sqrt(2))
     moving = speed > 0
     _before(at, float((room[moving] / speed[moving]).min()))
-    part = erf(along / np.sqrt(2)) + speed * at[:, None]
-    u = np.where(
-        moving,
-        np.sqrt(2) * _inverse_erf(part, np.where(part > 0, room - speed * at[:, None], 1 + part)),
-        along,
-    )
+    done = speed * at[:, None]
+    part = erf(along / np.sqrt(2)) + done
+    grown = np.sqrt(2) * _inverse_erf(part, np.where(part > 0, room - done, behind + done))
+    u = np.where(moving, grown, along)
     return across + unit * u[:, None, :]
 
 

@@ -58,13 +58,13 @@ def _progress(mu: float, v0: float, times: Array) -> Array:
     s = low + (high - low) * np.clip(part, 0, 1)
     for _ in range(12):
         v = v0 - (mu - v0) * np.expm1(-s)
-        with np.errstate(over="ignore"):
-            step = (times - reached[panel] - _integral(mu, v0, low, s)) * np.exp(0.5 * v * v)
+        rate = np.exp(np.minimum(0.5 * v * v, 700.0))
+        step = (times - reached[panel] - _integral(mu, v0, low, s)) * rate
         s = np.clip(s + step, low, high)
     late = times > reached[-1]
     with np.errstate(over="ignore"):
         tail = edges[-1] + (times - reached[-1]) * np.exp(0.5 * mu * mu)
-    return np.where(late, tail, s)
+    return np.where(times == 0, 0.0, np.where(late, tail, s))
 
 
 def _columns(mu: ArrayLike, v0: ArrayLike) -> tuple[Array, Array]:
