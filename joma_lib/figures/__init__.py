@@ -9,9 +9,16 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "attention_by_height": "_table_1",
+    "co_occurrence_tree": "_latent_tree",
+    "gain_by_count": "_table_1",
+    "ncorr_curves": "_table_1",
+    "table_1": "_table_1",
+    "band": "_style",
     "block_diagram": "_diagram",
     "figure_2": "_figure_2",
     "idea": "_idea",
+    "new_figure": "_style",
     "style": "_style",
 }
 """Public name: the private module that holds it. Add a line for each new figure."""
