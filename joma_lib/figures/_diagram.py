@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from joma_lib.figures._style import COLORS, style
+from joma_lib.figures._style import COLORS, new_figure, style
 
 __all__ = ["block_diagram"]
 
@@ -20,8 +20,7 @@ def block_diagram() -> Figure:
     1
     """
     with style():
-        figure = Figure(figsize=(6.6, 5.2), layout="constrained")
-        axes = figure.subplots()
+        figure, ((axes,),) = new_figure(size=(6.6, 5.2))
         axes.set(xlim=(0, 10.6), ylim=(0, 10.2))
         axes.axis("off")
         _box(axes, 2.2, 9.3, "token frequencies\n$x \\geq 0,\\ \\sum_l x_l = 1$")
