@@ -61,19 +61,15 @@ def attention_entropy(weights: Any, *, mask: Any = None, dim: int = -1) -> Any:
         kept = _mask(mask, shape, rows if torch else None)
         rows = rows[kept]
     with _no_autocast(rows):
-        rows = _upcast(rows)
-        plain = rows.detach() if torch else rows
-        total = plain.sum(-1)
+        information, total, low = (_sums_torch if torch else _sums_numpy)(rows.reshape(-1, rows.shape[-1]))
+        plain = total.detach() if torch else total
         tolerance = _ROW_TOLERANCE.get(name, _COARSE_TOLERANCE)
-        low = plain.amin(-1) if torch else plain.min(-1)
-        good = (abs(total - 1) <= tolerance) & (low >= 0)
+        good = ((abs(plain - 1) <= tolerance) & (low >= 0)).reshape(tuple(rows.shape[:-1]))
         if not bool(good.all()):
-            _complain(plain, good, kept, name, tolerance)
-        total = rows.sum(-1)
-        entropy = (torch.special.entr(rows) if torch else entr(rows)).sum(-1)
-        if torch:
-            return (entropy / total + total.log()).clamp_min(0.0)
-        return np.maximum(entropy / total + np.log(total), 0)
+            _complain(rows.detach() if torch else rows, good, kept, name, tolerance)
+        entropy = information / total + (total.log() if torch else np.log(total))
+        entropy = entropy.clamp_min(0.0) if torch else np.maximum(entropy, 0)
+        return entropy.reshape(tuple(rows.shape[:-1]))[()]
 
 
 def stable_rank(matrix: Any, *, tolerance: float | None = None) -> Any:
@@ -203,6 +199,25 @@ def _floats(value: Any, name: str) -> tuple[Any, str]:
     return value, kind
 
 
+def _sums_numpy(rows: Any) -> tuple[Any, Any, Any]:
+    """Return (−Σ p ln p, Σ p, least p) of each row of [rows, keys]."""
+    rows = _upcast(rows)
+    return entr(np.maximum(rows, 0)).sum(-1), rows.sum(-1), rows.min(-1)
+
+
+def _sums_torch(rows: Any) -> tuple[Any, Any, Any]:
+    """The same for a tensor, a cache-sized block of rows at a time; gradients stay finite where p = 0."""
+    torch = _torch_of(rows)
+    block = max(1, (1 << 18 if rows.device.type == "cpu" else 1 << 26) // rows.shape[-1])
+    parts = []
+    for piece in rows.split(block):
+        p = _upcast(piece)
+        logs = p.clamp_min(torch.finfo(p.dtype).tiny).log()
+        product = logs * p if logs.requires_grad else logs.mul_(p)
+        parts.append((-product.sum(-1), p.sum(-1), p.detach().amin(-1)))
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
+
+
 def _upcast(value: Any) -> Any:
     """Return float32 for anything below it, else the value itself."""
     if value.dtype.itemsize >= 4:
@@ -253,7 +268,7 @@ def _first_bad(good: Any) -> tuple[int, ...]:
 def _complain(rows: Any, good: Any, kept: Any, dtype: str, tolerance: float) -> NoReturn:
     """Raise the ValueError that names the first bad row and what is wrong with it."""
     at = _first_bad(good)
-    row = np.asarray(rows[at].cpu() if _torch_of(rows) else rows[at], dtype=np.float64)
+    row = np.asarray(rows[at].cpu().double() if _torch_of(rows) else rows[at], dtype=np.float64)
     if kept is not None:
         kept = kept.cpu().numpy() if _torch_of(kept) else kept
         at = tuple(int(i) for i in np.argwhere(kept)[at[0]])
