@@ -172,13 +172,19 @@ def matrix_flow(
     def rate(_: float, flat: Array) -> Array:
         return _rate(flat.reshape(nodes.shape), nodes, tau, activation, attention).ravel()
 
+    # A weight that is pulled to μ stays between start and target; one that passes this limit is on its way to infinity.
+    limit = (
+        _LARGEST_EXPONENT
+        + float(np.maximum(nodes**2, start.reshape(nodes.shape) ** 2).sum(axis=0).max()) / tau
+    )
+
     def diverges(_: float, flat: Array) -> float:
         v = flat.reshape(nodes.shape)
         s = v * v if attention == "own" else (v * v).sum(axis=0)
-        return _LARGEST_EXPONENT - float(s.max()) / tau
+        return limit - float(s.max()) / tau
 
     diverges.terminal = True  # type: ignore[attr-defined]
-    grows = activation == "linear" and attention in ("shared", "own")
+    bounded = attention in ("softmax", "none")
     if at[-1] == 0:
         return start[None].copy()
     solution = solve_ivp(
@@ -189,7 +195,7 @@ def matrix_flow(
         t_eval=at,
         rtol=_RELATIVE,
         atol=_ABSOLUTE,
-        events=diverges if grows else None,
+        events=None if bounded else diverges,
     )
     if solution.status == 1:
         end = float(solution.t[-1]) if solution.t_events is None else float(solution.t_events[0][0])
