@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 from scipy.special import entr, erfinv, softmax
+from test_explore import language_runs
 
 from joma_lib import explore
 from joma_lib.explore import _tree
@@ -180,10 +181,39 @@ def test_tree_is_the_enumeration(browser, tmp_path, rho, rho_0, L):
     np.testing.assert_allclose(shown["p"], [given[2 ** (h - 1)] for h in range(1, L + 1)], atol=TOLERANCE)
 
 
+def recorded():
+    """Explorers of recorded frames: one of runs made up here, and that of the invariant where its module is there."""
+    made = {"entropy_by_layer": explore.entropy_by_layer(language_runs())}
+    try:
+        made["invariant"] = explore.invariant()
+    except ImportError as error:
+        if "joma_lib.invariants" not in str(error) and "torch" not in str(error):
+            raise
+    return made
+
+
 @pytest.fixture(scope="module")
 def blocks():
-    made = {name: getattr(explore, name)() for name in MODELS}
-    return made
+    return {name: getattr(explore, name)() for name in MODELS} | recorded()
+
+
+def test_recorded_frames_move(browser, tmp_path, rng, blocks):
+    chosen = {name: explorer for name, explorer in blocks.items() if name not in MODELS}
+    with Page(browser, tmp_path, [explorer._repr_html_() for explorer in chosen.values()]) as page:
+        for which, explorer in enumerate(chosen.values()):
+            for values in positions(explorer, 9, rng):
+                shown, text = page.set(values, which)
+                close(shown, explorer.state(**values).numbers, values)
+                assert text == explorer.sentence(**values)
+                seen = (
+                    page.page.locator(".joma-explorer")
+                    .nth(which)
+                    .locator(".joma-panel:visible path[data-shape]")
+                )
+                assert all(
+                    seen.evaluate_all("nodes => nodes.map(node => node.getAttribute('d').length > 0)")[:1]
+                )
+        assert page.errors == []
 
 
 def test_first_picture_is_the_same_with_and_without_javascript(browser, tmp_path, blocks):
@@ -201,7 +231,7 @@ def test_first_picture_is_the_same_with_and_without_javascript(browser, tmp_path
                     [list(pair) for pair in re.findall(r'<path data-shape="(\w+)"[^>]* d="([^"]*)"', source)]
                 )
                 drawn.append(page.page.locator("[aria-live]").all_inner_texts())
-                assert page.page.locator("input:disabled").count() == page.page.locator("input").count()
+                assert page.page.locator("[data-control]:enabled").count() == 0
                 assert page.page.locator("noscript").count() == len(html)
     assert drawn[1] == drawn[3]
     assert [name for name, _ in drawn[0]] == [name for name, _ in drawn[2]]
