@@ -73,13 +73,13 @@ def _frames(label: str, array: Any, index: int) -> dict[str, Any]:
             "start": float(f"{mean[0, -1]:.4g}"),
             "end": float(f"{mean[-1, -1]:.4g}"),
         },
-        "fixed": {f"layer{index}x{i}": [steps.tolist(), short(mean[:, i])] for i in range(len(layers))},
+        "fixed": {f"layer{index}x{i}": [steps.tolist(), short(mean[:, i], 3)] for i in range(len(layers))},
         "moving": {
-            f"cursor{index}": [[[int(step)], [0.0]] for step in steps],
-            f"bars{index}": [[layers, row] for row in short(mean)],
+            f"cursor{index}": [[[int(step)] for step in steps], [[0.0]] * len(steps)],
+            f"bars{index}": [layers, short(mean, 3)],
             f"seeds{index}": [
-                [[x for x in layers for _ in range(2)], row]
-                for row in short(np.stack([entropy.min(0), entropy.max(0)], -1).reshape(len(keep), -1))
+                [x for x in layers for _ in range(2)],
+                short(np.stack([entropy.min(0), entropy.max(0)], -1).reshape(len(keep), -1), 3),
             ],
         },
         "numbers": {

@@ -51,5 +51,7 @@ def frame_state(frames: list[dict[str, Any]], frame: float, kind: float = 0) -> 
     """Return the state of one frame, from what the page holds too (see frames.js)."""
     chosen, at = frames[int(kind)], int(frame)
     numbers = dict(chosen["words"]) | {name: values[at] for name, values in chosen["numbers"].items()}
-    shapes = dict(chosen["fixed"]) | {name: values[at] for name, values in chosen["moving"].items()}
+    shapes = dict(chosen["fixed"])
+    for name, (xs, ys) in chosen["moving"].items():  # xs: one list for all frames, or one a frame
+        shapes[name] = (xs[at] if isinstance(xs[0], list) else xs, ys[at])
     return State(numbers, shapes, chosen["sentence"])

@@ -62,11 +62,13 @@ def _frames(kind: str, run: Any, index: int) -> dict[str, Any]:
     correlation = normalized_correlation(actual - actual[:1], predicted - predicted[:1], constant="nan")
     part = np.linspace(0, 1, len(drift))
     low, high = float(min(actual.min(), predicted.min())), float(max(actual.max(), predicted.max()))
-    points = [list(pair) for pair in zip(short(predicted), short(actual), strict=True)]
     return {
         "words": {"kind": kind, "quantity": _QUANTITY[kind]},
         "fixed": {f"diagonal{index}": short([[low, high], [low, high]])},
-        "moving": {f"points{index}": points, "cursor": [[[round(x, 4)], [1.0]] for x in part]},
+        "moving": {
+            f"points{index}": [short(predicted), short(actual)],
+            "cursor": [[[x] for x in part.round(4).tolist()], [[1.0]] * len(part)],
+        },
         "numbers": {
             "step": run.step.values.tolist(),
             "drift": [float(f"{100 * d:.4g}") for d in drift],
@@ -117,8 +119,8 @@ def invariant(runs: Mapping[str, Any] | None = None, *, seed: int = 0) -> Explor
             Panel(
                 f"scatter{i}",
                 f"{name} of each token, {kind} attention",
-                fitting(f"{name} predicted from v", [xs for xs, _ in points]),
-                fitting(f"{name} as trained", [ys for _, ys in points]),
+                fitting(f"{name} predicted from v", points[0]),
+                fitting(f"{name} as trained", points[1]),
                 (
                     Shape(f"diagonal{i}", "line", "as predicted", dash=1, width=1, opacity=0.7),
                     Shape(f"points{i}", "dots", "a token", color=2),
@@ -140,7 +142,10 @@ def invariant(runs: Mapping[str, Any] | None = None, *, seed: int = 0) -> Explor
             "Deviation from the invariant over the run on a log scale, one line for each kind of attention.",
         )
     )
-    said = "Step {step:0}, {kind:s} attention, loss {loss:3} nats: {quantity:s} strays from what v predicts by at most {drift:4} % of its largest change"
+    said = (
+        "Step {step:0}, {kind:s} attention, loss {loss:3} nats: {quantity:s} strays from what v predicts by at most {drift:DIGITS} % "
+        "of the run's largest change"
+    )
     return Explorer(
         name="invariant",
         title="Theorem 1: the invariant along a training run",
@@ -150,8 +155,8 @@ def invariant(runs: Mapping[str, Any] | None = None, *, seed: int = 0) -> Explor
         ),
         panels=tuple(panels),
         sentences=(
-            said + "; what is left comes from the finite steps.",
-            said
+            said.replace("DIGITS", "4") + "; what is left comes from the finite steps.",
+            said.replace("DIGITS", "0")
             + ". The closed form takes the mean attention as constant, and it is not: the changes correlate ({correlation:3}), their "
             "size does not agree.",
         ),
