@@ -59,7 +59,9 @@ def describe(
     if doctree is None:
         return
     line = f'<p class="joma-facts">{escape(_facts(app, page, doctree))}</p>'
-    body = context["body"].replace('role="doc-biblioentry"', 'role="listitem"')  # the former role is deprecated
+    body = context["body"].replace(
+        'role="doc-biblioentry"', 'role="listitem"'
+    )  # the former role is deprecated
     context["body"] = body.replace("</h1>", f"</h1>\n{line}", 1)
     title, summary = escape(context.get("title", "")), escape(_summary(doctree), quote=True)
     context["metatags"] = context.get("metatags", "") + (
