@@ -71,6 +71,7 @@ def figure_4(
             )
         weights.plot(rank, one.mu.values, color="0.6", linewidth=4, zorder=0, label="target $\\mu$")
         weights.set(xlabel="component, by growing $\\mu$", ylabel="weight $v$")
+        weights.set_ylim(top=1.5 * max(float(one.mu.max()), float(one.v.max())))
         order = np.argsort(first.mu.transpose("draw", "component").values, axis=1)
         fraction = (first.v / first.mu).transpose("draw", "step", "component").values
         for index, (place, label) in enumerate(
@@ -103,7 +104,7 @@ def figure_4(
             )
         ):
             panel_label(panel, f"({'abcd'[at]}) {title}")
-            panel.legend()
+            panel.legend(ncols=2 if panel is weights else 1, loc="upper left" if panel is weights else "best")
     return figure
 
 
