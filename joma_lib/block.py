@@ -8,7 +8,8 @@ for tensors this small an autograd graph costs far more than the arithmetic. Cha
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,7 +200,7 @@ def train_block(
         raise ValueError(f"seeds are {seeds}; give at least one, each once")
     steps = recorded_steps(record, config.steps)
     where = find_device(device)
-    with torch.no_grad():
+    with torch.no_grad(), _few_threads(config, len(seeds), where):
         training = _Training(config, seeds, (x, targets, queries), where, track_updates)
         variables = training.run(steps, per_sample)
     dataset = xr.Dataset(variables, coords={"seed": seeds, "step": steps})
@@ -213,6 +214,21 @@ def train_block(
         data=[dataset.x.values, dataset.targets.values],
     )
     return dataset
+
+
+@contextmanager
+def _few_threads(config: BlockConfig, seeds: int, device: Any) -> Iterator[None]:
+    """Compute on one thread where a step is too small to share, as threads then wait for each other, and put it back."""
+    threads = torch.get_num_threads()
+    if (
+        device.type == "cpu"
+        and seeds * config.nodes * (config.tokens + config.queries) * config.nodes < 1_000_000
+    ):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Training:
