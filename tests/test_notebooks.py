@@ -77,7 +77,7 @@ def test_the_check_sees_each_fault():
     index = next(i for i, cell in enumerate(good.cells) if cell.cell_type == "code" and cell.outputs)
 
     def broken(change) -> list[str]:
-        notebook = nbformat.from_dict(json.loads(nbformat.writes(good)))
+        notebook = nbformat.reads(nbformat.writes(good), as_version=4)
         change(notebook.cells[index])
         return faults(chapter, notebook)
 

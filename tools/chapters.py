@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,9 @@ def cache_path() -> Path:
     return BUILD / f".jupyter_cache-{_digest([*files, ROOT / 'requirements.lock'])[:16]}"
 
 
+_CACHE = threading.Lock()  # the cache is one SQLite file, and chapters may run side by side
+
+
 class ChapterFailed(Exception):
     """A chapter raised; the message is its traceback."""
 
@@ -105,20 +109,23 @@ def executed(chapter: Chapter) -> tuple[NotebookNode, float, bool]:
     ------
     ChapterFailed : with the traceback of the failing cell.
     """
-    cache = get_cache(str(cache_path()))
     source = chapter.read()
-    try:
-        record = cache.match_cache_notebook(source)
-        return cache.merge_match_into_notebook(source)[1], record.data["execution_seconds"], True
-    except KeyError:
-        pass
+    with _CACHE:
+        cache = get_cache(str(cache_path()))
+        try:
+            record = cache.match_cache_notebook(source)
+            return cache.merge_match_into_notebook(source)[1], record.data["execution_seconds"], True
+        except KeyError:
+            pass
     notebook = nbformat.from_dict(source)
     result = single_nb_execution(notebook, cwd=str(BOOK), timeout=CELL_TIMEOUT, allow_errors=False)
     if result.err is not None:
         raise ChapterFailed(f"{chapter.source.relative_to(ROOT)} failed:\n{result.err}")
     bundle = CacheBundleIn(notebook, str(chapter.source), data={"execution_seconds": result.time})
-    cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
-    return cache.merge_match_into_notebook(source)[1], result.time, False
+    with _CACHE:
+        cache = get_cache(str(cache_path()))
+        cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+        return cache.merge_match_into_notebook(source)[1], result.time, False
 
 
 def claims_of(notebook: NotebookNode) -> list[dict[str, Any]]:

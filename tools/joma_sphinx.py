@@ -94,9 +94,17 @@ class LedgerHead(Ledger):
         return summary.head("\n".join(self.content).split())
 
 
+def plain_docstrings(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings are text for people: |δ| and v_ are mathematics there, not markup."""
+    for at, line in enumerate(lines):
+        if not line.lstrip().startswith((">>>", "...", ":", "..")):
+            lines[at] = re.sub(r"_(?=[^\w`]|$)", r"\\_", line.replace("|", r"\|"))
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("ledger", Ledger)
     app.add_directive("ledger-head", LedgerHead)
+    app.connect("autodoc-process-docstring", plain_docstrings, priority=400)  # before napoleon
     app.connect("html-page-context", describe)
     app.connect("html-page-context", drop_thebe, priority=900)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

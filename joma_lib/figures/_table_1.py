@@ -156,8 +156,11 @@ def gain_by_count(runs: Mapping[str, xr.Dataset], measure: str = "heldout") -> F
         figure, axes = new_figure(1, len(layers), size=(3.8 * len(layers), 3.0), sharey=True)
         for ax, layer in zip(axes[0], layers, strict=True):
             for index, (name, run) in enumerate(runs.items()):
-                values = run[measure].sel(layer=layer)
-                gain = (values.ffill("step").isel(step=-1) - values.isel(step=0)).values.ravel()
+                first, *later = run[measure].sel(layer=layer).transpose("step", ...).values
+                last = first
+                for frame in later:  # the last step that each seed has reached
+                    last = np.where(np.isfinite(frame), frame, last)
+                gain = (last - first).ravel()
                 count = run["count"].sel(layer=layer).values.ravel()
                 fine = np.isfinite(gain) & np.isfinite(count)
                 shift = 0.25 * (index - (len(runs) - 1) / 2)
