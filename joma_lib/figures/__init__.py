@@ -16,6 +16,7 @@ _HOMES = {
     "table_1": "_table_1",
     "band": "_style",
     "block_diagram": "_diagram",
+    "broken_laws": "_broken_laws",
     "bounce_map": "_figure_4",
     "figure_2": "_figure_2",
     "figure_4": "_figure_4",
