@@ -156,12 +156,12 @@ class LanguageRun:
         if (self.step % self.config.record_every and not last) or self.step in self.steps[-1:]:
             return
         nan = torch.tensor(torch.nan, dtype=torch.float64)
-        row = self._cheap()
-        row["train_loss"] = self.loss_sum.cpu() / self.loss_count if self.loss_count else nan
-        if self.loss_count and not row["train_loss"].isfinite():
+        loss = self.loss_sum.cpu() / self.loss_count if self.loss_count else nan
+        if self.loss_count and not loss.isfinite():
             raise ValueError(
                 f"the loss of seed {self.seed} is not finite at step {self.step}; lower lr = {self.config.lr}"
             )
+        row = self._cheap() | {"train_loss": loss}
         self.loss_sum, self.loss_count = torch.zeros_like(self.loss_sum), 0
         layers, queries = self.config.layers, min(self.config.context, len(self.valid) - 1)
         if self.step % self.config.validate_every == 0 or last:

@@ -20,6 +20,8 @@ _HOMES = {
     "bounce_map": "_figure_4",
     "figure_2": "_figure_2",
     "figure_4": "_figure_4",
+    "figure_6": "_figure_6",
+    "figure_8": "_figure_6",
     "idea": "_idea",
     "new_figure": "_style",
     "style": "_style",
