@@ -17,8 +17,9 @@ import numpy as np
 import xarray as xr
 
 from joma_lib import _lazy, runs
+from joma_lib._language_config import LanguageConfig
 from joma_lib._language_data import Corpus
-from joma_lib._language_model import LanguageConfig, LanguageModel, linear_cross_entropy
+from joma_lib._language_model import LanguageModel, linear_cross_entropy
 from joma_lib.metrics import attention_entropy, stable_rank
 
 torch = _lazy.require("torch", extra="torch")

@@ -16,8 +16,9 @@ from typing import Any
 import xarray as xr
 
 from joma_lib import runs
+from joma_lib._language_config import LanguageConfig
 from joma_lib._language_data import Corpus, load_wikitext, make_corpus, synthetic_corpus, tokenize
-from joma_lib._language_model import LanguageConfig, LanguageModel, linear_cross_entropy
+from joma_lib._language_model import LanguageModel, linear_cross_entropy
 from joma_lib._language_run import LanguageRun, as_dataset, checked_seed, published_entropy, read_state
 
 __all__ = [
