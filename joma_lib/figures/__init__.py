@@ -19,6 +19,7 @@ _HOMES = {
     "broken_laws": "_broken_laws",
     "bounce_map": "_figure_4",
     "figure_2": "_figure_2",
+    "figure_3": "_figure_3",
     "figure_4": "_figure_4",
     "figure_6": "_figure_6",
     "figure_8": "_figure_6",

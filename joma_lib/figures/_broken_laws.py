@@ -36,10 +36,14 @@ def broken_laws(drifts: Mapping[str, Mapping[str, ArrayLike]]) -> Figure:
         for row, (group, name, values) in enumerate(rows):
             drift = np.asarray(values, dtype=float).ravel()
             if drift.size == 0 or not (np.isfinite(drift) & (drift > 0)).all():
-                raise ValueError(f"{name!r} has drifts {drift}; a logarithmic axis shows positive finite numbers")
+                raise ValueError(
+                    f"{name!r} has drifts {drift}; a logarithmic axis shows positive finite numbers"
+                )
             at = groups.index(group)
             color, marker = COLORS[at % len(COLORS)], MARKERS[at % len(MARKERS)]
-            ax.plot(drift, np.full(drift.size, row), marker, color=color, alpha=0.35, markersize=4, linestyle="")
+            ax.plot(
+                drift, np.full(drift.size, row), marker, color=color, alpha=0.35, markersize=4, linestyle=""
+            )
             label = group if name == next(iter(drifts[group])) else None
             ax.plot(np.median(drift), row, marker, color=color, markersize=9, linestyle="", label=label)
         ax.set_yticks(range(len(rows)), [name for _, name, _ in rows])
