@@ -18,7 +18,7 @@ import joma_lib
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FLOORS = [
     {"_lazy", "__init__", "claims", "metrics", "flow"},
-    {"runs", "invariants", "dynamics", "latent_tree", "cluster"},
+    {"runs", "invariants", "dynamics", "latent_tree", "cluster", "salience"},
     {"block", "hierarchy", "language"},
     {"figures", "pretrained", "recorder"},
     {"cli", "explore"},
