@@ -22,7 +22,9 @@ def test_every_seed_and_the_median_are_drawn():
     assert [float(np.ravel(line.get_xdata())[0]) for line in medians] == [2e-4, 4.0, 1.0]
 
 
-@pytest.mark.parametrize(("bad", "word"), [({}, "empty"), ({"a": {"b": [0.0]}}, "'b'"), ({"a": {"b": []}}, "'b'")])
+@pytest.mark.parametrize(
+    ("bad", "word"), [({}, "empty"), ({"a": {"b": [0.0]}}, "'b'"), ({"a": {"b": []}}, "'b'")]
+)
 def test_what_a_logarithm_cannot_show_is_refused(bad, word):
     with pytest.raises(ValueError, match=word):
         figures.broken_laws(bad)
