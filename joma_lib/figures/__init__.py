@@ -25,6 +25,7 @@ _HOMES = {
     "figure_8": "_figure_6",
     "idea": "_idea",
     "new_figure": "_style",
+    "stable_rank_paths": "_stable_rank",
     "style": "_style",
 }
 """Public name: the private module that holds it. Add a line for each new figure."""

@@ -52,8 +52,8 @@ def figure_3(
     with style():
         figure, axes = new_figure(1, 3, size=(10.2, 3.2))
         start, end, growth = axes[0]
+        limit = max(float(np.abs(v[[0, -1]]).max()), 1e-12)  # one scale for both maps
         for ax, matrix, title in ((start, v[0], "(a) V at the start"), (end, v[-1], "(b) V at the end")):
-            limit = max(float(np.abs(matrix).max()), 1e-12)
             image = ax.imshow(
                 matrix, cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest"
             )
