@@ -31,6 +31,7 @@ __all__ = ["SCHEMA_VERSION", "content_hash", "fingerprint", "list_runs", "load_r
 
 SCHEMA_VERSION = 1
 _SUFFIX = ".nc"
+_WORTH_PACKING = 6000
 _HASH = "sha256"
 
 
@@ -256,14 +257,11 @@ def _check_types(run: xr.Dataset) -> None:
 
 
 def _encoding(variable: xr.Variable) -> dict[str, Any]:
+    """Compress what is worth it: the index of a compressed variable takes some 3 kB."""
     if variable.dtype.kind not in "biuf" or variable.ndim == 0:
         return {}
-    return {
-        "zlib": True,
-        "complevel": 6,
-        "shuffle": True,
-        **({"_FillValue": None} if variable.dtype.kind == "f" else {}),
-    }
+    packed = {"zlib": True, "complevel": 6, "shuffle": True} if variable.nbytes > _WORTH_PACKING else {}
+    return packed | ({"_FillValue": None} if variable.dtype.kind == "f" else {})
 
 
 def _as_json(config: Any) -> str:

@@ -59,7 +59,7 @@ def _draw_tree(ax: Axes, tree: LatentTree, leaves: tuple[int, int]) -> None:
             strong = node in marked[level] and int(parent) in marked[level - 1]
             color, width = (COLORS[1], 2.4) if strong else ("#999999", 0.8)
             ends = [places[level][node], places[level - 1][parent]]
-            ax.plot(ends, [-level, 1 - level], color=color, linewidth=width, zorder=1)
+            ax.plot(ends, [-level, 1 - level], color=color, linestyle="-", linewidth=width, zorder=1)
     for level, xs in enumerate(places):
         colors = [COLORS[1] if node in marked[level] else "white" for node in range(len(xs))]
         ax.scatter(xs, np.full(len(xs), -level), s=38, c=colors, edgecolors="black", zorder=2)
