@@ -55,11 +55,15 @@ def test_rows_and_cells(variants):
 
 
 def test_recorded_runs_hold_what_the_table_needs():
-    for setting, found in table.recorded_hierarchies().items():
+    recorded = table.recorded_hierarchies()
+    assert {setting: set(found) for setting, found in recorded.items()} == {
+        setting: set(table.VARIANTS) for setting in table.SETTINGS
+    }
+    for setting, found in recorded.items():
         for run in found.values():
             config = HierarchyConfig(**__import__("json").loads(run.attrs["config"]))
             assert (config.children, *config.latents) == setting and config.width == 1024
-            assert run.sizes["seed"] >= 1 and run.step[0] == 0
+            assert run.sizes["seed"] == 3 and run.step[0] == 0 and run.step[-1] == 2000
             assert np.isfinite(run.ncorr.isel(step=0)).all()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from joma_lib._hierarchy_table import measured
@@ -120,6 +121,7 @@ def ncorr_curves(variants: Mapping[str, xr.Dataset], measure: str = "correlation
             ax.set_ylim(None, 1.03)
         for ax in axes[0]:
             ax.set_xscale("symlog", linthresh=1)
+            ax.set_xlim(0, None)
             ax.set_xlabel("training step")
         axes[0, 0].set_ylabel(
             {"correlation": "NCorr", "heldout": "correlation, unseen"}.get(measure, measure)
@@ -142,8 +144,9 @@ def attention_by_height(variants: Mapping[str, xr.Dataset], layer: int = 0) -> F
                 values = run[f"lift_{height}"].sel(layer=layer).transpose("seed", "step")
                 band(ax, run.step, values, index=index, label=f"H = {height}")
             ax.axhline(1, color="#7F7F7F", linewidth=0.8)
-            ax.set(title=_NAMES.get(name, name), xlabel="training step")
-            ax.set_xscale("symlog", linthresh=1)
+            ax.set_title(_NAMES.get(name, name))
+            _steps(ax)
+            ax.set_xlim(0, None)
         axes[0, 0].set_ylabel("attention / uniform attention")
         axes[0, -1].legend(title="lowest common ancestor")
     return figure
@@ -181,3 +184,11 @@ def gain_by_count(runs: Mapping[str, xr.Dataset], measure: str = "heldout") -> F
         axes[0, 0].set_ylabel("correlation, end minus start")
         axes[0, -1].legend()
     return figure
+
+
+def _steps(ax: Axes) -> None:
+    """Steps from 0 on, logarithmic from 1."""
+    ax.set_xscale("symlog", linthresh=1)
+    ax.set_xlim(0, None)
+    ax.set_xticks([0, 1, 10, 100, 1000], ["0", "1", "10", "100", "1,000"])
+    ax.set_xlabel("training step")
