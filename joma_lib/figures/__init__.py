@@ -10,6 +10,7 @@ from typing import Any
 
 _HOMES = {
     "attention_by_height": "_table_1",
+    "cluster_field_map": "_cluster_field",
     "co_occurrence_tree": "_latent_tree",
     "gain_by_count": "_table_1",
     "ncorr_curves": "_table_1",
