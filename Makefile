@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 1
+# Small tensors: on a busy machine several threads spend their time waiting for each other.
+export OMP_NUM_THREADS ?= 1
 
 .PHONY: book test notebooks bench lint clean help
 
