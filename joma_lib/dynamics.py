@@ -31,6 +31,7 @@ from joma_lib._growth import (
     normalized_growth,
     softmax_clock,
 )
+from joma_lib._learning import cross_entropy_growth
 from joma_lib._salient import log_distance, salient_flow, salient_offset, salient_time
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "SYMBOLS",
     "attention_weight",
     "blow_up_time",
+    "cross_entropy_growth",
     "euler_flow",
     "growth_limits",
     "linear_attention_growth",

@@ -95,6 +95,43 @@ def test_a_start_far_on_the_other_side():
     assert np.abs(exact - solve(lambda t, v: np.exp(v * v / 2), [-6.0], times, first_step=1e-10)).max() < 1e-8
 
 
+def test_under_cross_entropy_it_starts_as_theorem_2_and_a_solver_without_jacobian_agrees():
+    rng = np.random.default_rng(3)
+    x, targets = rng.dirichlet(np.ones(3), size=5), np.eye(4)[[0, 1, 2, 3, 0]]
+    delta = (targets - 0.25).T @ x / 5
+    early = 1e-3 * dynamics.blow_up_time(delta)
+    v, g = dynamics.cross_entropy_growth(x, targets, [0.0, early])
+    assert not v[0].any() and np.allclose(g[0], targets - 0.25)
+    np.testing.assert_allclose(v[1], dynamics.node_growth(delta, [early])[0], atol=3e-6)
+
+    def rate(_, state):
+        v, c = state[:12].reshape(4, 3), state[12:]
+        b = x * np.exp(0.5 * (v * v).sum(0))
+        weights = np.exp(b @ v.T + c)
+        g = targets - weights / weights.sum(1, keepdims=True)
+        return np.concatenate([(g.T @ b / 5).ravel(), g.mean(0)])
+
+    times = dynamics.blow_up_time(delta) * np.array([0.5, 1.0, 2.0])
+    exact = solve(rate, np.zeros(16), times, rtol=1e-9)[:, :12].reshape(3, 4, 3)
+    v, _ = dynamics.cross_entropy_growth(x, targets, times)
+    assert np.abs(exact[-1]).max() > 1
+    np.testing.assert_allclose(v, exact, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "x, targets, times, words",
+    [
+        ([[1.0]], [[1.0], [1.0]], [1.0], "1 samples and targets 2"),
+        ([1.0], [[1.0]], [1.0], "x has shape"),
+        ([[1.0]], [[np.nan]], [1.0], "every entry must be finite"),
+        ([[1.0]], [[1.0]], [1.0, 0.5], "times must increase"),
+    ],
+)
+def test_cross_entropy_growth_refuses(x, targets, times, words):
+    with pytest.raises(ValueError, match=words):
+        dynamics.cross_entropy_growth(x, targets, times)
+
+
 def test_linear_attention_is_a_linear_flow():
     delta, v0, z0 = RNG.normal(size=(2, 3)), RNG.normal(size=(2, 3)), RNG.normal(size=3)
     times = np.linspace(0, 2, 5)
