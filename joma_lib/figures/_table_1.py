@@ -120,9 +120,7 @@ def ncorr_curves(variants: Mapping[str, xr.Dataset], measure: str = "correlation
                 ax.plot(first.step, high, color="#7F7F7F", linestyle=(0, (1, 1)), label="95 % of chance")
             ax.set_ylim(None, 1.03)
         for ax in axes[0]:
-            ax.set_xscale("symlog", linthresh=1)
-            ax.set_xlim(0, None)
-            ax.set_xlabel("training step")
+            _steps(ax)
         axes[0, 0].set_ylabel(
             {"correlation": "NCorr", "heldout": "correlation, unseen"}.get(measure, measure)
         )
@@ -146,7 +144,6 @@ def attention_by_height(variants: Mapping[str, xr.Dataset], layer: int = 0) -> F
             ax.axhline(1, color="#7F7F7F", linewidth=0.8)
             ax.set_title(_NAMES.get(name, name))
             _steps(ax)
-            ax.set_xlim(0, None)
         axes[0, 0].set_ylabel("attention / uniform attention")
         axes[0, -1].legend(title="lowest common ancestor")
     return figure
