@@ -14,7 +14,7 @@ import joma_lib._lazy
 
 torch = joma_lib._lazy.require("torch", extra="torch")
 
-__all__ = ["Layer", "find_layers", "unwrap"]
+__all__ = ["Layer", "find_layers", "matrices_of", "unwrap"]
 
 _KNOWN = "OPT, GPT-NeoX/Pythia, GPT-2 and Llama-like decoders"
 _CALLABLES = "pass the callables attention_maps and matrices instead"

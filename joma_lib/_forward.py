@@ -16,7 +16,7 @@ from joma_lib._adapters import Layer
 
 torch = joma_lib._lazy.require("torch", extra="torch")
 
-__all__ = ["compute_dtype", "parameter_dtype", "stream", "undisturbed"]
+__all__ = ["compute_dtype", "parameter_dtype", "require_loaded", "stream", "undisturbed", "visible_pairs"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -32,14 +32,8 @@ def compute_dtype(model: Any) -> str:
     return "float64" if any(p.dtype == torch.float64 for p in model.parameters()) else "float32"
 
 
-@contextmanager
-def undisturbed(model: Any, *, eager: bool) -> Iterator[None]:
-    """Prepare the model for a measurement; its modes, attention, parameters and the random streams come back after it.
-
-    Raises
-    ------
-    ValueError : quantised or absent (meta) parameters; a model whose attention cannot be made eager.
-    """
+def require_loaded(model: Any) -> None:
+    """Raise ValueError for parameters that are absent (meta) or quantised."""
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise ValueError(
@@ -47,6 +41,14 @@ def undisturbed(model: Any, *, eager: bool) -> Iterator[None]:
             )
         if not parameter.is_floating_point() or parameter.element_size() < 2:
             raise ValueError(f"parameter {name} is quantised ({parameter.dtype}); load the model in float32")
+
+
+@contextmanager
+def undisturbed(model: Any, *, eager: bool) -> Iterator[None]:
+    """Prepare the model for a measurement; its modes, attention, parameters and the random streams come back after it.
+
+    Raises ValueError for a model whose attention cannot be made eager.
+    """
     devices = {p.device for p in model.parameters()}
     modes = [(module, module.training) for module in model.modules()]
     with ExitStack() as stack:
@@ -135,7 +137,7 @@ def stream(
     """
     base = getattr(model, "base_model", model)
     seen: list[int] = []
-    causal = _visible_pairs(mask)
+    causal = visible_pairs(mask)
     counted: dict[int, Any] = {}
     shape = (ids.shape[0], ids.shape[1])
 
@@ -159,6 +161,8 @@ def stream(
             given = kwargs.get("attention_mask")
             if id(given) not in counted:
                 counted[id(given)] = _count_visible(causal, given), given
+            if weights.dtype == torch.float64:  # eager attention takes its softmax in float32
+                weights = weights.float()
             receive(at, weights, counted[id(given)][0])
             seen.append(at)
             return (output[0], None, *output[2:])
@@ -202,7 +206,7 @@ def _arguments(base: Any, mask: Any) -> dict[str, Any]:
     return known
 
 
-def _visible_pairs(mask: Any) -> Any:
+def visible_pairs(mask: Any) -> Any:
     """Return [batch or 1, queries, keys], True where a causal decoder's query sees a key under this padding mask."""
     length = mask.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()[None]
