@@ -68,8 +68,8 @@ def cross_entropy_growth(x: ArrayLike, targets: ArrayLike, times: ArrayLike) -> 
         v, b, p = parts(state)
         slope = p[:, :, None] * p[:, None, :] - p[:, :, None] * one  # ∂g_k/∂p_j [N, K, K]
         reach = one[:, :, None] + v[:, None] * v[None]  # ∂p_j/∂v_il divided by b_l [K, K, M]
-        through = np.einsum("nkj,jil->nkil", slope, reach) * b[:, None, None]
-        inner = np.einsum("nm,nkil->kmil", b, through) / samples
+        through = np.einsum("nkj,jil->nkil", slope, reach, optimize=True) * b[:, None, None]
+        inner = np.einsum("nm,nkil->kmil", b, through, optimize=True) / samples
         drift = (wanted - p).T @ b / samples
         for token in range(tokens):  # b_l itself moves with v_.l
             inner[:, token, :, token] += np.outer(drift[:, token], v[:, token])
@@ -100,4 +100,6 @@ def cross_entropy_growth(x: ArrayLike, targets: ArrayLike, times: ArrayLike) -> 
         if solution.status != 0:
             raise ValueError(f"the solver stopped ({solution.message}); ask for earlier times")
         states = solution.y.T
-    return states[:, :size].reshape(-1, nodes, tokens), np.stack([wanted - parts(state)[2] for state in states])
+    return states[:, :size].reshape(-1, nodes, tokens), np.stack(
+        [wanted - parts(state)[2] for state in states]
+    )
