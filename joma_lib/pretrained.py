@@ -1,4 +1,4 @@
-"""Measure Hugging Face decoders: attention entropy by layer and head, stable rank of MLP and query-key matrices.
+"""Measure Hugging Face decoders, models of your own, and series of checkpoints: attention entropy and stable rank.
 
 Known by name are OPT, GPT-NeoX/Pythia, GPT-2 and Llama-like decoders; any other module through two callables. The
 quantities of the paper's Figures 6 to 8. Chapter: pretrained.
@@ -6,6 +6,8 @@ quantities of the paper's Figures 6 to 8. Chapter: pretrained.
 
 from __future__ import annotations
 
+from joma_lib._audit import Audit, Repeat, audit_series
 from joma_lib._measure import AttentionMaps, Matrices, measure
+from joma_lib._series import measure_series
 
-__all__ = ["AttentionMaps", "Matrices", "measure"]
+__all__ = ["AttentionMaps", "Audit", "Matrices", "Repeat", "audit_series", "measure", "measure_series"]
