@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -23,7 +24,7 @@ from joma_lib._lazy import require
 from joma_lib._measure import measure
 from joma_lib.runs import fingerprint, load_run, save_run
 
-__all__ = ["measure_series"]
+__all__ = ["concat_steps", "measure_series"]
 
 
 def measure_series(
@@ -92,17 +93,25 @@ def measure_series(
                 save_run(result, file)
         result = result.assign_coords(step=checkpoint.step).assign(weights_sha256=digest)
         results.append(result)
-    series = xr.concat(
-        results, "step", join="exact", combine_attrs="drop_conflicts", data_vars="all", coords="minimal"
-    )
+    series = concat_steps(results)
     audit = compare(found, prints)
     series.attrs.update(
         series=json.dumps([one.origin for one in found]),
         audit=json.dumps([str(repeat) for repeat in audit.repeats]),
-        wall_seconds=sum(float(one.attrs["wall_seconds"]) for one in results),
     )
     if audit.findings:
         warnings.warn("; ".join(map(str, audit.findings)), UserWarning, stacklevel=2)
+    return series
+
+
+def concat_steps(results: list[xr.Dataset]) -> xr.Dataset:
+    """Join measurements, each with a scalar coordinate `step`, along it; attributes that differ fall away."""
+    series = xr.concat(
+        results, "step", join="exact", combine_attrs="drop_conflicts", data_vars="all", coords="minimal"
+    )
+    series.attrs["wall_seconds"] = sum(float(one.attrs.get("wall_seconds", 0)) for one in results)
+    if "citation" in results[0].attrs:
+        series.attrs["citation"] = re.sub("; weights SHA-256 [0-9a-f]+", "", results[0].attrs["citation"])
     return series
 
 

@@ -23,9 +23,11 @@ _HOMES = {
     "figure_3": "_figure_3",
     "figure_4": "_figure_4",
     "figure_6": "_figure_6",
+    "figure_7": "_figure_7",
     "figure_8": "_figure_6",
     "idea": "_idea",
     "new_figure": "_style",
+    "recorded_training": "_figure_7",
     "stable_rank_paths": "_stable_rank",
     "style": "_style",
 }
