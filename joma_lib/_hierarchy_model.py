@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ from joma_lib._hierarchy_data import HierarchyConfig
 torch = _lazy.require("torch", extra="torch")
 nn: Any = torch.nn
 functional: Any = torch.nn.functional
+_WIDE = 256
 
 
 class Layer(nn.Module):
@@ -198,3 +201,15 @@ def _last(layer: Layer, x: Any, distinct: Distinct) -> Any:
 def loss_of(score: Any, weights: Any) -> Any:
     """Cross-entropy of scores [n, C] under weights [n, C] of (sequence, label), which sum to 1; in nats."""
     return -(weights * score.log_softmax(-1)).sum()
+
+
+@contextmanager
+def few_threads(config: HierarchyConfig, device: Any) -> Iterator[None]:
+    """Compute on one thread where layers are too small to share, as threads then wait for each other; put it back."""
+    threads = torch.get_num_threads()
+    if device.type == "cpu" and config.width <= _WIDE:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

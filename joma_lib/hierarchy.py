@@ -22,7 +22,7 @@ import xarray as xr
 from joma_lib import _lazy, runs
 from joma_lib._hierarchy_data import Hierarchy, HierarchyConfig, make_hierarchy
 from joma_lib._hierarchy_measure import Probe, best_nodes, correlations, cross_fitted, ncorr, null_ncorr
-from joma_lib._hierarchy_model import Distinct, HierarchyModel, inside, loss_of, scores
+from joma_lib._hierarchy_model import Distinct, HierarchyModel, few_threads, inside, loss_of, scores
 
 torch = _lazy.require("torch", extra="torch")
 
@@ -113,9 +113,15 @@ class HierarchyRun:
 
     def advance(self, steps: int) -> HierarchyRun:
         """Train `steps` more steps, measuring at the recorded ones."""
+        started = time.perf_counter()
+        with few_threads(self.config, self.device):
+            self._advance(steps)
+        self.seconds += time.perf_counter() - started
+        return self
+
+    def _advance(self, steps: int) -> None:
         recorded = set(self.config.recorded)
         dtype = self.model.readout.weight.dtype
-        started = time.perf_counter()
         if self.step in recorded:
             self.measure()
         for _ in range(steps):
@@ -126,8 +132,6 @@ class HierarchyRun:
             self.step += 1
             if self.step in recorded:
                 self.measure()
-        self.seconds += time.perf_counter() - started
-        return self
 
     def dataset(self) -> xr.Dataset:
         """What was measured so far, with a dimension `seed` of length 1 (see `train_hierarchy`)."""

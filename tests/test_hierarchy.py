@@ -442,3 +442,22 @@ def test_a_killed_process_goes_on(tmp_path):
     reached.advance(10)
     for a, b in zip(fresh.model.parameters(), reached.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_small_models_compute_on_one_thread_and_leave_the_number_as_it_was(monkeypatch, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        seen = []
+        draw = HierarchyRun.draw
+        monkeypatch.setattr(
+            HierarchyRun, "draw", lambda run: seen.append(torch.get_num_threads()) or draw(run)
+        )
+        config = HierarchyConfig(
+            latents=(4, 5), classes=4, tokens=20, width=8, steps=2, fresh=5, permutations=5
+        )
+        HierarchyRun(config, 0).advance(2)
+        assert seen == [1, 1] and torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
