@@ -24,7 +24,7 @@ from joma_lib._lazy import require
 from joma_lib._measure import measure
 from joma_lib.runs import fingerprint, load_run, save_run
 
-__all__ = ["concat_steps", "measure_series"]
+__all__ = ["concat_steps", "load_model", "measure_series"]
 
 
 def measure_series(
@@ -63,7 +63,7 @@ def measure_series(
     The paper's Figure 7; chapter `pretrained`.
     """
     found = find_checkpoints(source, steps)
-    load = load or _load
+    load = load or load_model
     settings = {key: getattr(value, "__qualname__", value) for key, value in sorted(options.items())}
     probe = fingerprint(np.asarray(input_ids), np.asarray(1 if attention_mask is None else attention_mask))
     kept = None if folder is None else Path(folder)
@@ -115,10 +115,13 @@ def concat_steps(results: list[xr.Dataset]) -> xr.Dataset:
     return series
 
 
-def _load(path: Path) -> Any:
+def load_model(source: Path | str) -> Any:
+    """Return the decoder of a local checkpoint folder (or of a hub repository), in the dtype of its files."""
     transformers = require("transformers", extra="pretrained")
+    local = isinstance(source, Path)
     try:
-        return transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
+        return transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto", local_files_only=local)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0][:160].rstrip(".")
-        raise ValueError(f"{path.name} cannot be loaded by transformers ({reason}); pass load=") from error
+        name = source.name if isinstance(source, Path) else source
+        raise ValueError(f"{name} cannot be loaded by transformers ({reason}); pass load=") from error

@@ -7,7 +7,8 @@ quantities of the paper's Figures 6 to 8. Chapter: pretrained.
 from __future__ import annotations
 
 from joma_lib._audit import Audit, Repeat, audit_series
-from joma_lib._measure import AttentionMaps, Matrices, measure
+from joma_lib._check_adapter import Check, check_adapter
+from joma_lib._measure import measure
 from joma_lib._series import measure_series
 
-__all__ = ["AttentionMaps", "Audit", "Matrices", "Repeat", "audit_series", "measure", "measure_series"]
+__all__ = ["Audit", "Check", "Repeat", "audit_series", "check_adapter", "measure", "measure_series"]

@@ -159,7 +159,7 @@ def test_an_interrupted_series_goes_on(series, tmp_path, monkeypatch):
         if len(loaded) == 2:
             raise KeyboardInterrupt
         loaded.append(path.name)
-        return _series._load(path)
+        return _series.load_model(path)
 
     options = {"steps": STEPS[:4], "folder": tmp_path / "kept"}
     with pytest.raises(KeyboardInterrupt):
@@ -168,7 +168,7 @@ def test_an_interrupted_series_goes_on(series, tmp_path, monkeypatch):
     whole = measure_series(series, tokens(), steps=STEPS[:4])
     resumed = measure_series(series, tokens(), **options)
     assert resumed.equals(whole)
-    monkeypatch.setattr(_series, "_load", lambda path: pytest.fail("loaded again"))
+    monkeypatch.setattr(_series, "load_model", lambda path: pytest.fail("loaded again"))
     assert measure_series(series, tokens(), **options).equals(whole)
     with pytest.raises(ValueError, match="another folder"):
         measure_series(series, tokens(seed=2), **options)
@@ -185,7 +185,7 @@ def test_one_model_at_a_time(series):
     def load(path):
         gc.collect()
         most.append(sum(one() is not None for one in alive))
-        model = _series._load(path)
+        model = _series.load_model(path)
         alive.append(weakref.ref(model))
         return model
 

@@ -1,4 +1,4 @@
-"""The `joma` command: train and sweep the paper's experiments, list recorded runs, draw figures.
+"""The `joma` command: train and sweep the paper's experiments, measure and audit models, list recorded runs, draw figures.
 
 Each command is a private module here with NAME, HELP, `add_arguments(parser)` and `run(arguments) -> exit code`; what is
 heavy loads when a command runs. Exit codes: 0; 1 for a finding; 2 for bad input; 130 when interrupted.
@@ -10,11 +10,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from joma_lib.cli import _figure, _hierarchy, _runs, _sweep, _wikitext
+from joma_lib.cli import _audit, _check_adapter, _figure, _hierarchy, _measure, _runs, _sweep, _wikitext
 
 __all__ = ["main"]
 
-_COMMANDS = (_sweep, _runs, _figure)
+_COMMANDS = (_sweep, _measure, _audit, _check_adapter, _runs, _figure)
 _TRAINERS = (_hierarchy, _wikitext)
 
 
@@ -24,7 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     >>> main(["figure", "99"])
     2
     """
-    parser = argparse.ArgumentParser(prog="joma", description="JoMA, executed: train, record and draw.")
+    parser = argparse.ArgumentParser(
+        prog="joma", description="JoMA, executed: train, measure, record and draw."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train = commands.add_parser("train", help="train one experiment, resumable").add_subparsers(
         required=True, metavar="EXPERIMENT"

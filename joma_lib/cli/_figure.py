@@ -10,9 +10,7 @@ from typing import Any
 __all__ = ["HELP", "NAME", "add_arguments", "run"]
 
 NAME = "figure"
-HELP = (
-    "draw a figure of the paper to a file: 2 and 4 are computed in seconds, 6 and 8 come from recorded runs"
-)
+HELP = "draw a figure of the paper to a file: 2 and 4 are computed in seconds, 6 and 8 come from recorded runs, 7 from one of your own (--run)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +58,17 @@ def _figure_6(name: str | None) -> Any:
     return figures.figure_6(runs.load_run(name or "wikitext-lr1e-4"))
 
 
+def _figure_7(name: str | None) -> Any:
+    from joma_lib import figures, runs
+
+    if not name:
+        raise ValueError(
+            "figure 7 needs checkpoints of OPT or Pythia, which no recorded run that comes with the package holds; make one "
+            "with joma measure EleutherAI/pythia-70m --steps pythia --text FILE --out RUN.nc, then pass --run RUN.nc"
+        )
+    return figures.figure_7(runs.load_run(name))
+
+
 def _figure_8(name: str | None) -> Any:
     from joma_lib import figures, runs
 
@@ -71,5 +80,5 @@ def _figure_8(name: str | None) -> Any:
 
 
 _FIGURES: dict[str, Callable[[str | None], Any]] = {
-    "2": _figure_2, "4": _figure_4, "6": _figure_6, "8": _figure_8,
+    "2": _figure_2, "4": _figure_4, "6": _figure_6, "7": _figure_7, "8": _figure_8,
 }  # fmt: skip
