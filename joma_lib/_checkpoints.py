@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ __all__ = [
     "Source",
     "find_checkpoints",
     "fingerprint_folder",
+    "quiet_transformers",
     "remote_fingerprints",
     "weight_files",
 ]
@@ -246,3 +248,16 @@ def remote_fingerprints(checkpoint: Checkpoint) -> dict[str, str]:
 def _unreachable(origin: str, error: Exception) -> str:
     reason = str(error).strip().split("\n")[0][:160].rstrip(".")
     return f"{origin} cannot be reached ({type(error).__name__}: {reason}); check the name, the step and HF_HUB_OFFLINE"
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Load or save without a progress bar for every file; the switch is put back."""
+    logging = require("transformers", extra="pretrained").utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 import joma_lib
 from joma_lib._audit import compare, fingerprint_step
-from joma_lib._checkpoints import Source, find_checkpoints
+from joma_lib._checkpoints import Source, find_checkpoints, quiet_transformers
 from joma_lib._lazy import require
 from joma_lib._measure import measure
 from joma_lib.runs import fingerprint, load_run, save_run
@@ -120,7 +120,10 @@ def load_model(source: Path | str) -> Any:
     transformers = require("transformers", extra="pretrained")
     local = isinstance(source, Path)
     try:
-        return transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto", local_files_only=local)
+        with quiet_transformers():
+            return transformers.AutoModelForCausalLM.from_pretrained(
+                source, dtype="auto", local_files_only=local
+            )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0][:160].rstrip(".")
         name = source.name if isinstance(source, Path) else source

@@ -10,12 +10,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from joma_lib.cli import _audit, _check_adapter, _figure, _hierarchy, _measure, _runs, _sweep, _wikitext
+from joma_lib.cli import (
+    _audit,
+    _check_adapter,
+    _decoder,
+    _figure,
+    _hierarchy,
+    _measure,
+    _runs,
+    _sweep,
+    _wikitext,
+)
 
 __all__ = ["main"]
 
 _COMMANDS = (_sweep, _measure, _audit, _check_adapter, _runs, _figure)
-_TRAINERS = (_hierarchy, _wikitext)
+_TRAINERS = (_hierarchy, _wikitext, _decoder)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
