@@ -9,6 +9,16 @@ from __future__ import annotations
 from joma_lib._audit import Audit, Repeat, audit_series
 from joma_lib._check_adapter import Check, check_adapter
 from joma_lib._measure import measure
+from joma_lib._numpy_decoder import numpy_attention
 from joma_lib._series import measure_series
 
-__all__ = ["Audit", "Check", "Repeat", "audit_series", "check_adapter", "measure", "measure_series"]
+__all__ = [
+    "Audit",
+    "Check",
+    "Repeat",
+    "audit_series",
+    "check_adapter",
+    "measure",
+    "measure_series",
+    "numpy_attention",
+]

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train, measure, print one row a seed and step (means over layers and heads), and return the exit code."""
     from joma_lib import runs
-    from joma_lib._tiny_decoder import train_suite
+    from joma_lib.tiny_decoder import train_suite
 
     found = train_suite(
         arguments.family,

@@ -1,7 +1,7 @@
 """Tiny decoders trained in a minute, with checkpoints laid out as the public suites lay out theirs.
 
 They stand in for OPT and Pythia where there is no network: the same architectures and the same files, a toy task. Each
-sequence is a phrase of tokens drawn with Zipf's frequencies, said twice; the second time it can be predicted by looking back.
+sequence is a phrase of tokens drawn with Zipf's frequencies, said twice; the second time it can be predicted by looking back. Chapter: pretrained.
 """
 
 from __future__ import annotations
