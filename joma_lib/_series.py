@@ -110,8 +110,11 @@ def concat_steps(results: list[xr.Dataset]) -> xr.Dataset:
         results, "step", join="exact", combine_attrs="drop_conflicts", data_vars="all", coords="minimal"
     )
     series.attrs["wall_seconds"] = sum(float(one.attrs.get("wall_seconds", 0)) for one in results)
-    if "citation" in results[0].attrs:
-        series.attrs["citation"] = re.sub("; weights SHA-256 [0-9a-f]+", "", results[0].attrs["citation"])
+    first = results[0].attrs
+    if "citation" in first:
+        name = first["model"].split()[0]
+        text = first["citation"].replace(first["model"], f"{len(results)} checkpoints of {name}")
+        series.attrs.update(model=name, citation=re.sub("; weights SHA-256 [0-9a-f]+", "", text))
     return series
 
 

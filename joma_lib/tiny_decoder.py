@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,7 @@ def train_decoder(
                 f"{folder.name} holds another training ({content['settings']}); give another folder"
             )
         return list(content["losses"])
+    started = time.perf_counter()
     model = new_decoder(family, seed).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
     generator = torch.Generator().manual_seed(seed)
@@ -127,9 +129,12 @@ def train_decoder(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    done.write_text(
-        json.dumps({"settings": settings, "losses": np.round(losses, 6).tolist()}), encoding="utf-8"
-    )
+    content = {
+        "settings": settings,
+        "losses": np.round(losses, 6).tolist(),
+        "wall_seconds": time.perf_counter() - started,
+    }
+    done.write_text(json.dumps(content), encoding="utf-8")
     return losses
 
 
@@ -141,15 +146,18 @@ def train_suite(
     Returns what `measure_series` does with a dimension `seed` in front, and `train_loss` (seed, step); ready for `save_run`.
     """
     probe = phrases(16, torch.Generator().manual_seed(1_000_000))
-    seeds, results = list(seeds), []
+    seeds, results, elapsed = list(seeds), [], 0.0
     for seed in seeds:
         home = Path(folder) / f"seed{seed}"
         losses = train_decoder(family, home, seed=seed, steps=steps, progress=progress)
         found = measure_series(home, probe, folder=home / "measured", progress=progress)
+        elapsed += (
+            found.attrs["wall_seconds"]
+            + json.loads((home / _DONE).read_text(encoding="utf-8"))["wall_seconds"]
+        )
         results.append(found.assign(train_loss=("step", [losses[step] for step in found.step.values])))
     suite = xr.concat(results, pd.Index(seeds, name="seed"), combine_attrs="drop_conflicts")
     config = {"family": family, "steps": steps, "batch": _BATCH, "learning_rate": _RATE, "optimizer": "Adam"}
-    elapsed = sum(one.attrs["wall_seconds"] for one in results)
     suite.attrs.update(provenance(config, seeds=seeds, wall_seconds=elapsed, data=fingerprint(probe.numpy())))
     suite.attrs["scale"] = "tiny: 4 layers, width 64, 64 tokens, a toy task"
     return suite
