@@ -41,6 +41,14 @@ def test_one_row_a_model_one_curve_a_layer():
     assert "upper matrix" in figures.figure_7(run, matrix="upper").axes[0].get_title(loc="left")
 
 
+def test_seeds_become_a_mean_and_a_band():
+    runs = xr.concat([made(), made() * 1.5], "seed")
+    rank = figures.figure_7(runs).axes[0]
+    expected = made().stable_rank.sel(matrix="lower", layer=1) * 1.25
+    np.testing.assert_allclose(rank.lines[1].get_ydata(), expected)
+    assert len(rank.collections) == 3 and len(figures.figure_7(made()).axes[0].collections) == 0
+
+
 def test_what_a_recorder_saw():
     run = made().assign(invariant_drift=("step", np.zeros(6)), logit_change=("step", np.arange(6.0)))
     assert len(figures.recorded_training(run).axes) == 3

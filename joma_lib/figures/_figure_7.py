@@ -21,7 +21,8 @@ def figure_7(series: xr.Dataset | Mapping[str, xr.Dataset], *, matrix: str | Non
     """Draw Figure 7 from series of checkpoints: one row a model, one curve a layer, against the training step.
 
     Left the stable rank of the MLP's lower matrix (what the paper shows), in the middle the same divided by its first
-    value, right the attention entropy, mean over heads, with two standard errors.
+    value, right the attention entropy, mean over heads. Bands: one standard deviation over seeds, or, without a dimension `seed`,
+    two standard errors over sequences (entropy only).
 
     Parameters
     ----------
@@ -114,22 +115,19 @@ def _head_error(run: xr.Dataset) -> xr.DataArray:
 
 
 def _layers(ax: Axes, values: xr.DataArray, error: xr.DataArray | None = None) -> None:
-    """One curve a layer, from dark (below) to light (above), with line styles too."""
-    steps = values.step.values
-    count = values.sizes["layer"]
+    """One curve a layer, from dark (below) to light (above), with line styles too; a band of `error`, or over seeds."""
+    if "seed" in values.dims:
+        error = values.std("seed", ddof=1) if values.sizes["seed"] > 1 else None
+        values = values.mean("seed")
+    steps, count = values.step.values, values.sizes["layer"]
     shades = mpl.colormaps["cividis"](np.linspace(0, 0.9, count))
     for index, layer in enumerate(values.layer.values):
-        one = values.sel(layer=layer)
+        one = values.sel(layer=layer).values
         few = count <= 6 or index in (0, count // 2, count - 1)
-        ax.plot(
-            steps,
-            one,
-            color=shades[index],
-            linestyle=LINES[index % len(LINES)],
-            label=f"layer {layer}" if few else None,
-        )
+        label = f"layer {layer}" if few else None
+        ax.plot(steps, one, color=shades[index], linestyle=LINES[index % len(LINES)], label=label)
         if error is not None and bool(error.notnull().all()):
-            margin = error.sel(layer=layer)
+            margin = error.sel(layer=layer).values
             ax.fill_between(steps, one - margin, one + margin, color=shades[index], alpha=0.15, linewidth=0)
     ax.set(xlabel="step")
     if len(steps) > 2 and steps[-1] > 20 * max(1, steps[1]):
