@@ -151,7 +151,7 @@ def test_page_in_a_browser(browser, name, width, scheme):
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
     page.goto(chapters.Chapter(name).html.as_uri(), wait_until="load")
-    if page.locator(".math").count():
+    if page.locator("article .math").count():
         page.wait_for_selector("article mjx-container", state="attached", timeout=20_000)
         page.evaluate("async () => { await MathJax.startup.promise }")
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
