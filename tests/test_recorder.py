@@ -117,6 +117,10 @@ def drift(kind, lr, temperature=None):
 def test_the_invariants_drift_halves_with_the_step(kind):
     coarse, fine = (drift(kind, lr).dataset().isel(step=-1) for lr in (0.02, 0.01))
     assert float(fine.logit_change) > 0.05
+    watch = drift(kind, 0.02)
+    start, end = Block(kind).z.detach(), watch.model.z.detach()
+    moved = (end - start if kind == "exp" else end**2 - start**2).abs().max()
+    assert float(watch.dataset().logit_change[-1]) == pytest.approx(float(moved))
     assert float(coarse.invariant_drift / fine.invariant_drift) == pytest.approx(2, rel=0.1)
     if kind == "exp":  # with a wrong temperature nothing is conserved
         assert float(drift(kind, 0.01, 1).dataset().invariant_drift[-1]) > 20 * float(fine.invariant_drift)

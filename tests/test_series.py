@@ -95,7 +95,9 @@ def test_pythias_first_steps_are_reported_and_no_finding(series, tmp_path):
         shutil.copy(root / "step0" / "model.safetensors", root / f"step{step}" / "model.safetensors")
     audit = audit_series(root)
     assert audit.findings == () and [(one.step, one.same_as) for one in audit.repeats] == [(1, 0), (2, 0)]
-    shutil.copytree(root, tmp_path / "other")
+    shutil.copy(root / "step512" / "model.safetensors", root / "step1000" / "model.safetensors")
+    assert [one.step for one in audit_series(root).findings] == [1000]  # later copies are findings there too
+    shutil.copytree(root, tmp_path / "other", ignore=shutil.ignore_patterns("step1000"))
     assert len(audit_series(tmp_path / "other").findings) == 2
 
 

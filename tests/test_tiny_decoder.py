@@ -13,9 +13,9 @@ pytest.importorskip("transformers")
 import torch
 
 from joma_lib import runs
-from joma_lib.tiny_decoder import FAMILIES, new_decoder, phrases, saved_steps, train_decoder, train_suite
 from joma_lib.cli import main
 from joma_lib.pretrained import audit_series
+from joma_lib.tiny_decoder import FAMILIES, new_decoder, phrases, saved_steps, train_decoder, train_suite
 
 
 def test_a_phrase_is_said_twice_with_zipfs_frequencies(global_state_untouched):
