@@ -35,7 +35,7 @@ lint: .venv/.ready
 	$(BIN)/mypy
 
 test: lint _build/html/index.html
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=2
 	$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=600 --numprocesses=2 --dist=loadfile book
 
 bench: .venv/.ready
